@@ -1,0 +1,119 @@
+"""Norm operators, the sites where a norm can stand, and the placements: named sets of sites.
+
+A site is in front of a sublayer (attention_norm, mlp_norm, final_norm) or behind a linear. A placement is a row of
+PLACEMENTS; a new one is one row. Sites that a backbone lacks (gate_proj without a gated MLP) are left out.
+
+Order of casts, the same in training, in the exported model and in Hugging Face's Llama: up to fp32 (or wider), normalise,
+down to the input's dtype, then times the gain.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from megatron_simple.config import SITES, ConfigError, ModelConfig
+from megatron_simple.parallel.collectives import copy_to_tp
+from megatron_simple.parallel.layers import mark_shard
+from megatron_simple.parallel.mesh import Axis
+
+LINEAR_SITES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+PLACEMENTS: dict[str, tuple[str, ...]] = {
+    "prenorm": ("attention_norm", "mlp_norm", "final_norm"),
+    "qknorm": ("attention_norm", "q_proj", "k_proj", "mlp_norm", "final_norm"),
+    "simplenorm": (*LINEAR_SITES, "final_norm"),
+    "olmo2": ("q_proj", "k_proj", "o_proj", "down_proj", "final_norm"),
+    "peri": ("attention_norm", "o_proj", "mlp_norm", "down_proj", "final_norm"),
+}
+
+
+def sites_of(config: ModelConfig) -> frozenset[str]:
+    """The sites of this model that carry a norm; ConfigError for a name that is no site."""
+    sites = config.norm_sites if config.norm_sites is not None else PLACEMENTS[config.norm_placement]
+    unknown = [site for site in sites if site not in SITES]
+    if unknown:
+        raise ConfigError(f"--norm-sites: '{unknown[0]}' is no site; choose from {','.join(SITES)}")
+    return frozenset(sites) - (frozenset() if config.gated_mlp else {"gate_proj"})
+
+
+class RMSNorm(nn.Module):
+    """gain * z / sqrt(mean(z^2) + eps) over the last dim, of full width `width` (PAPER.md, arXiv 2602.01212 section 3).
+
+    axis: the axis over which z's width (and so the gain) is split. The caller then sums `statistics` over it with
+        sum_over_tp and hands the total to `forward`; an axis of size one needs no message.
+    shared: the axis whose ranks use one whole gain on different data (sequence shards, heads): the gain's gradient is
+        then a partial sum, and copy_to_tp sums it exactly once, inside the graph.
+    """
+
+    def __init__(self, width: int, *, eps: float, axis: Axis = Axis(), shared: Axis = Axis(), bias: bool = False):
+        super().__init__()
+        self.width, self.eps, self.axis, self.shared = width, eps, axis, shared
+        dim = 0 if axis.size > 1 else None
+        self.weight = mark_shard(nn.Parameter(torch.ones(axis.part(width))), partition_dim=dim, axis=axis)
+        self.register_parameter("bias", None)
+
+    def statistics(self, z: Tensor) -> Tensor:
+        """z [..., width / axis] -> [..., 1]: the sum of squares over this shard's part, fp32 or wider."""
+        return z.to(torch.promote_types(z.dtype, torch.float32)).pow(2).sum(-1, keepdim=True)
+
+    def forward(self, z: Tensor, statistics: Tensor | None = None) -> Tensor:
+        wide = z.to(torch.promote_types(z.dtype, torch.float32))
+        mean_square = wide.pow(2).mean(-1, keepdim=True) if statistics is None else statistics / self.width
+        normed = (wide * torch.rsqrt(mean_square + self.eps)).to(z.dtype)
+        return normed * copy_to_tp(self.weight, self.shared)
+
+
+class LayerNorm(RMSNorm):
+    """gain * (z - mean) / sqrt(var + eps) + bias over the last dim; axis and shared as in RMSNorm."""
+
+    def __init__(self, width: int, *, eps: float, axis: Axis = Axis(), shared: Axis = Axis(), bias: bool = False):
+        super().__init__(width, eps=eps, axis=axis, shared=shared)
+        if bias:
+            dim = 0 if axis.size > 1 else None
+            self.bias = mark_shard(nn.Parameter(torch.zeros(axis.part(width))), partition_dim=dim, axis=axis)
+
+    def statistics(self, z: Tensor) -> Tensor:
+        """z [..., width / axis] -> [..., 2]: the sum and the sum of squares over this shard's part."""
+        wide = z.to(torch.promote_types(z.dtype, torch.float32))
+        return torch.stack([wide.sum(-1), wide.pow(2).sum(-1)], dim=-1)
+
+    def forward(self, z: Tensor, statistics: Tensor | None = None) -> Tensor:
+        gain = copy_to_tp(self.weight, self.shared)
+        bias = None if self.bias is None else copy_to_tp(self.bias, self.shared)
+        if statistics is None:
+            return F.layer_norm(z, z.shape[-1:], gain, bias, self.eps)
+        mean, mean_square = (statistics / self.width).split(1, dim=-1)
+        wide = z.to(torch.promote_types(z.dtype, torch.float32))
+        normed = ((wide - mean) * torch.rsqrt(mean_square - mean.pow(2) + self.eps)).to(z.dtype)
+        return normed * gain if bias is None else normed * gain + bias
+
+
+class PerHead(nn.Module):
+    """A norm over each head of [..., heads * H], with one gain [H] for all heads. No message: heads are never split."""
+
+    def __init__(self, norm: RMSNorm):
+        super().__init__()
+        self.head_dim, self.axis = norm.width, Axis()
+        self.weight, self.bias = norm.weight, norm.bias
+        self._operator = (norm,)  # in a tuple: its parameters are registered here, under the names of a plain norm
+
+    def forward(self, z: Tensor, statistics: Tensor | None = None) -> Tensor:
+        return self._operator[0](z.unflatten(-1, (-1, self.head_dim))).flatten(-2)
+
+
+OPERATORS = {"RMSNorm": RMSNorm, "LayerNorm": LayerNorm}
+
+
+def make_norm(
+    config: ModelConfig, site: str, width: int, *, axis: Axis = Axis(), shared: Axis = Axis()
+) -> nn.Module | None:
+    """The norm of `site`, or None where the model has none. Behind a column-parallel linear `axis` is the TP axis."""
+    if site not in sites_of(config):
+        return None
+    operator = OPERATORS[config.normalization]
+    settings = {"eps": config.norm_epsilon, "bias": config.add_bias_linear}
+    if site in ("q_proj", "k_proj") and config.qk_norm_width == "head":
+        return PerHead(operator(config.head_dim, shared=axis, **settings))
+    return operator(width, axis=axis, shared=shared, **settings)

@@ -1,0 +1,136 @@
+"""Collectives named by their effect, differentiable, for one parallel axis.
+
+| function                   | forward                   | backward                  | used for                                     |
+|----------------------------|---------------------------|---------------------------|----------------------------------------------|
+| copy_to_tp                 | identity                  | all-reduce                | a replicated input (or gain) that shards use |
+| reduce_from_tp             | all-reduce                | identity                  | partial outputs of a row-parallel linear     |
+| sum_over_tp                | all-reduce                | all-reduce                | a statistic that every shard goes on to use  |
+| gather_from_tp             | all-gather, last dim      | own slice                 | whole logits for a reader                    |
+| gather_from_sequence       | all-gather, sequence dim  | reduce-scatter            | sequence shards into column-parallel linears |
+| reduce_scatter_to_sequence | reduce-scatter            | all-gather                | row-parallel outputs into sequence shards    |
+
+`sum_over_tp` is what a norm over a split width needs (PAPER.md): each shard's loss depends on the whole statistic, so the
+statistic's gradient is the sum of all shards' gradients. With reduce_from_tp in its place the loss stays exact and the
+gradients are wrong. Each function returns its input for an axis of size one. The sequence is dim 1 of [B, S, ...].
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megatron_simple.parallel.mesh import Axis
+
+SEQUENCE_DIM = 1
+
+
+def all_reduce(x: Tensor, axis: Axis, *, op: str = "sum") -> Tensor:
+    """The sum (or `op="max"`) over the axis, outside autograd; returns a new tensor."""
+    if axis.size == 1:
+        return x
+    x = x.contiguous().clone()
+    dist.all_reduce(x, op=dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM, group=axis.group)
+    return x
+
+
+def _all_gather(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(axis.size)]
+    dist.all_gather(parts, x.contiguous(), group=axis.group)
+    return torch.cat(parts, dim=dim)
+
+
+def _reduce_scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    parts = [part.contiguous() for part in x.chunk(axis.size, dim=dim)]
+    out = torch.empty_like(parts[0])
+    dist.reduce_scatter(out, parts, group=axis.group)
+    return out
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        return all_reduce(grad, ctx.axis), None
+
+
+class _Reduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, axis: Axis) -> Tensor:
+        return all_reduce(x, axis)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        return grad, None
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return all_reduce(x, axis)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        return all_reduce(grad, ctx.axis), None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return _all_gather(x, axis, -1)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        return grad.chunk(ctx.axis.size, dim=-1)[ctx.axis.rank].contiguous(), None
+
+
+class _GatherSequence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return _all_gather(x, axis, SEQUENCE_DIM)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        return _reduce_scatter(grad, ctx.axis, SEQUENCE_DIM), None
+
+
+class _ReduceScatterSequence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return _reduce_scatter(x, axis, SEQUENCE_DIM)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        return _all_gather(grad, ctx.axis, SEQUENCE_DIM), None
+
+
+def copy_to_tp(x: Tensor, axis: Axis) -> Tensor:
+    return x if axis.size == 1 else _Copy.apply(x, axis)
+
+
+def reduce_from_tp(x: Tensor, axis: Axis) -> Tensor:
+    return x if axis.size == 1 else _Reduce.apply(x, axis)
+
+
+def sum_over_tp(x: Tensor, axis: Axis) -> Tensor:
+    return x if axis.size == 1 else _Sum.apply(x, axis)
+
+
+def gather_from_tp(x: Tensor, axis: Axis) -> Tensor:
+    return x if axis.size == 1 else _Gather.apply(x, axis)
+
+
+def gather_from_sequence(x: Tensor, axis: Axis) -> Tensor:
+    return x if axis.size == 1 else _GatherSequence.apply(x, axis)
+
+
+def reduce_scatter_to_sequence(x: Tensor, axis: Axis) -> Tensor:
+    return x if axis.size == 1 else _ReduceScatterSequence.apply(x, axis)
