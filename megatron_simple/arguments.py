@@ -53,9 +53,7 @@ def _add_flag(group: Any, setting: dataclasses.Field, kind: Any) -> None:
         group.add_argument(flag, action="store_const", const=True, **common)
         if "unset" in metadata:
             opposite = {**common, "help": f"the opposite of {flag}"}
-            group.add_argument(
-                "--" + metadata["unset"].replace("_", "-"), action="store_const", const=False, **opposite
-            )
+            group.add_argument("--" + metadata["unset"].replace("_", "-"), action="store_const", const=False, **opposite)
         return
     common["metavar"] = setting.name.upper().split("_")[-1]
     if is_tuple and not metadata.get("many"):

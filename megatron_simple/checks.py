@@ -19,20 +19,14 @@ def resolve(config: Config, *, world_size: int) -> Config:
     Raises ConfigError. `model.vocab_size` may still be open: the tokenizer decides it later.
     """
     _check_positive(config)
-    parallel, training = config.parallel, config.training
-    ranks = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size
-    require(
-        world_size % ranks == 0,
-        f"--tensor-model-parallel-size {parallel.tensor_model_parallel_size} x --pipeline-model-parallel-size "
-        f"{parallel.pipeline_model_parallel_size} = {ranks} does not divide the {world_size} started processes "
-        f"(torchrun --nproc-per-node)",
-    )
-    data_parallel = world_size // ranks
+    data_parallel = _data_parallel_size(config, world_size)
+    training = config.training
     batch = training.global_batch_size or training.micro_batch_size * data_parallel
     iterations = _train_iters(config, batch)
     training = replace(training, global_batch_size=batch, train_iters=iterations, train_tokens=None)
     config = replace(config, model=resolve_model(config.model, training.seq_length), training=training)
-    for check in CHECKS:
+    check_layout(config, world_size=world_size)
+    for check in RUN_CHECKS:
         check(config)
     require(
         batch % (training.micro_batch_size * data_parallel) == 0,
@@ -40,6 +34,24 @@ def resolve(config: Config, *, world_size: int) -> Config:
         f"{data_parallel} data-parallel ranks; choose a multiple of {training.micro_batch_size * data_parallel}",
     )
     return config
+
+
+def check_layout(config: Config, *, world_size: int) -> None:
+    """Refuses a model that cannot be, or cannot be split as the parallel flags ask."""
+    _check_positive(config)
+    _data_parallel_size(config, world_size)
+    for check in LAYOUT_CHECKS:
+        check(config)
+
+
+def _data_parallel_size(config: Config, world_size: int) -> int:
+    tp, pp = config.parallel.tensor_model_parallel_size, config.parallel.pipeline_model_parallel_size
+    require(
+        world_size % (tp * pp) == 0,
+        f"--tensor-model-parallel-size {tp} x --pipeline-model-parallel-size {pp} = {tp * pp} does not divide the "
+        f"{world_size} started processes (torchrun --nproc-per-node)",
+    )
+    return world_size // (tp * pp)
 
 
 def _train_iters(config: Config, batch: int) -> int:
@@ -162,6 +174,10 @@ def _check_schedule(config: Config) -> None:
     require(training.min_lr <= training.lr, f"--min-lr {training.min_lr} is above --lr {training.lr}")
     for name in ("adam_beta1", "adam_beta2"):
         require(0 <= getattr(training, name) < 1, f"--{name.replace('_', '-')} must be in [0, 1)")
+
+
+def _check_positions(config: Config) -> None:
+    training = config.training
     require(
         config.model.rotary or config.model.max_position_embeddings >= training.seq_length,
         f"--seq-length {training.seq_length} is longer than the {config.model.max_position_embeddings} learned "
@@ -186,12 +202,10 @@ def _check_paths(config: Config) -> None:
     )
 
 
-CHECKS: tuple[Callable[[Config], None], ...] = (
+LAYOUT_CHECKS: tuple[Callable[[Config], None], ...] = (
     lambda config: check_model(config.model),
-    _check_dropout,
     _check_tensor_parallel,
     _check_pipeline,
-    _check_zero,
-    _check_schedule,
-    _check_paths,
+    _check_positions,
 )
+RUN_CHECKS: tuple[Callable[[Config], None], ...] = (_check_dropout, _check_zero, _check_schedule, _check_paths)

@@ -99,9 +99,7 @@ class TrainingConfig:
     train_tokens: int | None = setting(None, "tokens of the whole run, instead of --train-iters")
     lr: float = setting(1e-3, "peak learning rate")
     min_lr: float = setting(0.0, "learning rate at the end of the decay")
-    lr_decay_style: str = setting(
-        "cosine", "schedule after the warm-up", choices=("cosine", "linear", "constant", "wsd")
-    )
+    lr_decay_style: str = setting("cosine", "schedule after the warm-up", choices=("cosine", "linear", "constant", "wsd"))
     lr_warmup_iters: int = setting(0, "steps of linear warm-up")
     lr_wsd_decay_iters: int | None = setting(None, "steps of the final linear decay of wsd (default: a tenth)")
     weight_decay: float = setting(0.1, "decoupled weight decay")
@@ -130,9 +128,7 @@ class DataConfig:
     train_data_path: tuple[str, ...] | None = setting(None, "training prefixes, instead of a split", many=True)
     valid_data_path: tuple[str, ...] | None = setting(None, "validation prefixes, instead of a split", many=True)
     data_cache_path: str | None = setting(None, "folder for the sample indices (default: beside the data)")
-    tokenizer_type: str | None = setting(
-        None, "SentencePieceTokenizer, TikTokenizer, GPT2BPETokenizer or HuggingFaceTokenizer"
-    )
+    tokenizer_type: str | None = setting(None, "SentencePieceTokenizer, TikTokenizer, GPT2BPETokenizer or HuggingFaceTokenizer")
     tokenizer_model: str | None = setting(None, "tokenizer file (GPT2BPETokenizer: --vocab-file, --merge-file)")
     vocab_file: str | None = setting(None, "vocab.json of GPT2BPETokenizer")
     merge_file: str | None = setting(None, "merges.txt of GPT2BPETokenizer")

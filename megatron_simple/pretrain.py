@@ -70,7 +70,7 @@ def run(given: Config, process: Process) -> None:
     mesh = build_mesh(config.parallel, process, device)
     source = mesh.from_writer(source)
 
-    from megatron_simple.training.loop import TrainState, train  # DeepSpeed takes seconds to import
+    from megatron_simple.training.loop import train  # DeepSpeed takes seconds to import
     from megatron_simple.training.metrics import Metrics, say
 
     say_once = say if mesh.is_writer else (lambda text: None)
@@ -217,9 +217,7 @@ def same_model(wanted: ModelConfig, saved: ModelConfig, source: str) -> None:
             raise ConfigError(f"{flag} is {ours}, but {source} was trained with {theirs}; give the same")
 
 
-def build_loaders(
-    config: Config, mesh: Mesh, sets: tuple[Any, Any, Any], state: Any
-) -> tuple[Any, Callable[[], Any] | None]:
+def build_loaders(config: Config, mesh: Mesh, sets: tuple[Any, Any, Any], state: Any) -> tuple[Any, Callable[[], Any] | None]:
     """The training loader at the run's position, and a maker of validation loaders, each from the start."""
     from megatron_simple.data.loader import BatchLoader
 

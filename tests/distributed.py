@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import pickle
 import socket
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.multiprocessing as multiprocessing
 
 TIMEOUT_SECONDS = 240
 
@@ -29,8 +30,7 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) ->
     results = context.SimpleQueue()
     port = free_port()
     ranks = [
-        context.Process(target=_rank, args=(rank, world_size, port, results, function, arguments))
-        for rank in range(world_size)
+        context.Process(target=_rank, args=(rank, world_size, port, results, function, arguments)) for rank in range(world_size)
     ]
     for process in ranks:
         process.start()
@@ -45,7 +45,7 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) ->
             rank, value, error = results.get()
             if error is not None:
                 raise RuntimeError(f"rank {rank} failed:\n{error}")
-            collected[rank] = value
+            collected[rank] = pickle.loads(value)
         for process in ranks:
             process.join(TIMEOUT_SECONDS)
     finally:
@@ -67,6 +67,6 @@ def _rank(rank: int, world_size: int, port: int, results: Any, function: Callabl
     )
     torch.set_num_threads(1)
     try:
-        results.put((rank, function(*arguments), None))
+        results.put((rank, pickle.dumps(function(*arguments)), None))  # bytes: tensors would be shared by descriptor
     except BaseException:
         results.put((rank, None, traceback.format_exc()))

@@ -88,8 +88,7 @@ class CheckpointReader:
             return None
         folder = self.folder / TOKENIZER_FOLDER
         return {
-            key: str(folder / value) if (folder / value).exists() else value
-            for key, value in self.manifest.tokenizer.items()
+            key: str(folder / value) if (folder / value).exists() else value for key, value in self.manifest.tokenizer.items()
         }
 
     def _info(self, name: str) -> ParameterInfo:
@@ -116,9 +115,9 @@ class CheckpointReader:
         return flat.view(shape)
 
 
-def load_weights(model: nn.Module, reader: CheckpointReader) -> None:
-    """Fills a model that this rank holds whole or by TP shards; ConfigError for a missing or extra parameter."""
-    check_parameters(model, reader)
+def load_weights(model: nn.Module, reader: CheckpointReader, *, whole: bool = True) -> None:
+    """Fills a model, by TP shards where it is split; ConfigError for a missing (or, if `whole`, extra) parameter."""
+    check_parameters(model, reader, whole=whole)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(reader.read_shard(parameter))

@@ -106,9 +106,7 @@ class PerHead(nn.Module):
 OPERATORS = {"RMSNorm": RMSNorm, "LayerNorm": LayerNorm}
 
 
-def make_norm(
-    config: ModelConfig, site: str, width: int, *, axis: Axis = Axis(), shared: Axis = Axis()
-) -> nn.Module | None:
+def make_norm(config: ModelConfig, site: str, width: int, *, axis: Axis = Axis(), shared: Axis = Axis()) -> nn.Module | None:
     """The norm of `site`, or None where the model has none. Behind a column-parallel linear `axis` is the TP axis."""
     if site not in sites_of(config):
         return None

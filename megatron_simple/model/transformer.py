@@ -46,9 +46,7 @@ class Block(nn.Module):
         shared = tp if sequence_parallel else Axis()
         self.recompute = recompute
         self.attention_norm = make_norm(config, "attention_norm", config.hidden_size, shared=shared)
-        self.self_attn = SelfAttention(
-            config, tp=tp, sequence_parallel=sequence_parallel, recompute=recompute == "selective"
-        )
+        self.self_attn = SelfAttention(config, tp=tp, sequence_parallel=sequence_parallel, recompute=recompute == "selective")
         self.mlp_norm = make_norm(config, "mlp_norm", config.hidden_size, shared=shared)
         self.mlp = MLP(config, tp=tp, sequence_parallel=sequence_parallel)
 

@@ -72,8 +72,7 @@ def column_parallel_group(
         for i, total in zip(split, summed.split([p.shape[-1] for p in partial], dim=-1), strict=True):
             totals[i] = total
     return [
-        z if linear.norm is None else linear.norm(z, total)
-        for linear, z, total in zip(linears, outputs, totals, strict=True)
+        z if linear.norm is None else linear.norm(z, total) for linear, z, total in zip(linears, outputs, totals, strict=True)
     ]
 
 
@@ -96,9 +95,7 @@ class RowParallelLinear(nn.Module):
     ):
         super().__init__()
         self.tp, self.sequence_parallel = tp, sequence_parallel
-        self.weight = mark_shard(
-            nn.Parameter(torch.empty(out_features, tp.part(in_features))), partition_dim=1, axis=tp
-        )
+        self.weight = mark_shard(nn.Parameter(torch.empty(out_features, tp.part(in_features))), partition_dim=1, axis=tp)
         self.bias = mark_shard(nn.Parameter(torch.empty(out_features)), partition_dim=None, axis=tp) if bias else None
         self.norm = norm
 

@@ -12,8 +12,8 @@ import io
 import logging
 import os
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from megatron_simple.config import Config
 from megatron_simple.model.init import initialize
-from megatron_simple.model.transformer import LayerSpec, Transformer, layer_specs
+from megatron_simple.model.transformer import Block, LayerSpec, Transformer, layer_specs
 from megatron_simple.parallel.collectives import all_reduce
 from megatron_simple.parallel.cross_entropy import vocab_parallel_cross_entropy
 from megatron_simple.parallel.mesh import Mesh
@@ -59,7 +59,7 @@ class Engine:
         self.micro_batches = config.training.global_batch_size // (config.training.micro_batch_size * mesh.dp.size)
         with _quiet():
             deepspeed.init_distributed(dist_backend="nccl" if mesh.device.type == "cuda" else "gloo")
-            self.module = self._build_pipeline() if mesh.pp.size > 1 else self._build_transformer()
+            self.module = build_module(config, mesh, loss=self.loss)
             optimizer = build_optimizer(self.module, config.training)
             self.deepspeed, self.optimizer, _, _ = deepspeed.initialize(
                 model=self.module,
@@ -69,39 +69,8 @@ class Engine:
             )
         if config.training.compile:
             for module in self.module.modules():
-                if type(module).__name__ == "Block":
+                if isinstance(module, Block):
                     module.compile()
-
-    def _build_transformer(self) -> Transformer:
-        training, parallel = self.config.training, self.config.parallel
-        model = Transformer(
-            self.config.model,
-            tp=self.mesh.tp,
-            sequence_parallel=parallel.sequence_parallel,
-            recompute=training.recompute_granularity,
-            seed=training.seed,
-        )
-        return model.to(self.mesh.device)
-
-    def _build_pipeline(self) -> PipelineModule:
-        config, mesh = self.config, self.mesh
-        specs = layer_specs(
-            config.model,
-            tp=mesh.tp,
-            sequence_parallel=config.parallel.sequence_parallel,
-            recompute=config.training.recompute_granularity,
-        )
-        blocks = config.parallel.pipeline_layers or blocks_per_stage(config.model.num_layers, mesh.pp.size)
-        topology = PipeModelDataParallelTopology(num_pp=mesh.pp.size, num_mp=mesh.tp.size, num_dp=mesh.dp.size)
-        place = topology.get_coord(mesh.process.rank)
-        if (place.pipe, place.data, place.model) != (mesh.pp.rank, mesh.dp.rank, mesh.tp.rank):
-            raise RuntimeError(f"rank {mesh.process.rank}: DeepSpeed's topology {place} disagrees with the mesh {mesh}")
-        return _Pipeline(
-            [_stage_layer(spec, config) for spec in specs],
-            topology=topology,
-            loss_fn=self.loss,
-            partition_method=stage_bounds(specs, blocks),
-        )
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Mean cross-entropy over the tokens of one micro-batch."""
@@ -155,6 +124,56 @@ class Engine:
         dtype = "bf16, fp32 masters and accumulation" if self.config.training.bf16 else "fp32"
         count = sum(getattr(p, "ds_numel", p.numel()) for p in self.module.parameters())
         return f"{inner}, ZeRO {self.zero_stage}, {dtype}, {self.micro_batches} micro-batches, {count:,} parameters on rank 0"
+
+
+class Evaluator:
+    """A model for evaluation only: no optimizer, gradients or ZeRO. `module` is to be filled with weights."""
+
+    def __init__(self, config: Config, mesh: Mesh):
+        self.config, self.mesh = config, mesh
+        with _quiet():
+            deepspeed.init_distributed(dist_backend="nccl" if mesh.device.type == "cuda" else "gloo")
+            self.module = build_module(config, mesh, loss=self.sum_of_losses)
+            if mesh.pp.size > 1:
+                plain = replace(config, parallel=replace(config.parallel, zero_stage=0))
+                self.deepspeed, *_ = deepspeed.initialize(model=self.module, config=deepspeed_config(plain, 1))
+            elif config.training.bf16:
+                self.module.to(torch.bfloat16)
+
+    def sum_of_losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Over the labels that are not negative [nats]."""
+        losses = vocab_parallel_cross_entropy(logits, labels, self.mesh.tp, vocab_size=self.config.model.vocab_size)
+        return (losses * (labels >= 0)).sum()
+
+    def __call__(self, tokens: Tensor, labels: Tensor) -> float:
+        """The sum over the whole data-parallel axis, each rank with its own int64 [b, S]; the same on every rank."""
+        if self.mesh.pp.size > 1:
+            return float(self.deepspeed.eval_batch(iter([(tokens, labels)]), num_micro_batches=1)) * self.mesh.dp.size
+        with torch.no_grad():
+            return float(all_reduce(self.sum_of_losses(self.module(tokens), labels), self.mesh.dp))
+
+
+def build_module(config: Config, mesh: Mesh, *, loss: Callable[[Tensor, Tensor], Tensor]) -> nn.Module:
+    """The Transformer of this rank, or its pipeline stage, initialised; `loss(logits, labels)` ends the last stage."""
+    settings = {
+        "tp": mesh.tp,
+        "sequence_parallel": config.parallel.sequence_parallel,
+        "recompute": config.training.recompute_granularity,
+    }
+    if mesh.pp.size == 1:
+        return Transformer(config.model, seed=config.training.seed, **settings).to(mesh.device)
+    specs = layer_specs(config.model, **settings)
+    blocks = config.parallel.pipeline_layers or blocks_per_stage(config.model.num_layers, mesh.pp.size)
+    topology = PipeModelDataParallelTopology(num_pp=mesh.pp.size, num_mp=mesh.tp.size, num_dp=mesh.dp.size)
+    place = topology.get_coord(mesh.process.rank)
+    if (place.pipe, place.data, place.model) != (mesh.pp.rank, mesh.dp.rank, mesh.tp.rank):
+        raise RuntimeError(f"rank {mesh.process.rank}: DeepSpeed's topology {place} disagrees with the mesh {mesh}")
+    return _Pipeline(
+        [_stage_layer(spec, config) for spec in specs],
+        topology=topology,
+        loss_fn=loss,
+        partition_method=stage_bounds(specs, blocks),
+    )
 
 
 def deepspeed_config(config: Config, micro_batches: int) -> dict[str, Any]:

@@ -119,6 +119,4 @@ def _start_wandb(config: Config, start_iteration: int) -> Any:
         import wandb
     except ImportError as error:
         raise ConfigError("--wandb-project needs the wandb package: pip install wandb") from error
-    return wandb.init(
-        project=config.log.wandb_project, config=config.to_dict(), resume="allow" if start_iteration else None
-    )
+    return wandb.init(project=config.log.wandb_project, config=config.to_dict(), resume="allow" if start_iteration else None)

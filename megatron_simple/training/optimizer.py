@@ -24,9 +24,7 @@ def build_optimizer(module: nn.Module, training: TrainingConfig) -> torch.optim.
         {"params": plain, "weight_decay": 0.0},
     ]
     betas = (training.adam_beta1, training.adam_beta2)
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]], lr=training.lr, betas=betas, eps=training.adam_eps
-    )
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr=training.lr, betas=betas, eps=training.adam_eps)
 
 
 def clip_gradients(module: nn.Module, max_norm: float, *, tp: Axis) -> Tensor:

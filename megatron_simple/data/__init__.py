@@ -1,0 +1,1 @@
+"""From raw text to batches of token ids: tokenizers, dataset files, sample indices, the loader. No torch here."""
