@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = "megatron_simple"
 FLOORS = {
-    "config": 0, "zoo": 0, "arguments": 0, "checks": 0, "parallel": 1, "data": 1, "model": 2, "checkpoint": 3, "hf": 3,
+    "config": 0, "zoo": 0, "arguments": 0, "checks": 0, "parallel": 1, "data": 1, "model": 2, "hf": 2, "checkpoint": 3,
     "training": 4, "analysis": 4, "pretrain": 5, "parity": 5,
 }  # fmt: skip
 CONFINED = {

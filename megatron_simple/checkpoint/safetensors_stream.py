@@ -67,7 +67,7 @@ def write_folder(
     *,
     dtype: str,
     max_bytes: int,
-    progress: Callable[[str], None] = lambda name: None,
+    progress: Callable[[int], None] = lambda nbytes: None,
 ) -> int:
     """Writes all tensors, each made by `make(name)` when its turn comes, with an index if there are several files.
 
@@ -96,7 +96,7 @@ def _write_file(
     make: Callable[[str], Tensor],
     *,
     dtype: str,
-    progress: Callable[[str], None],
+    progress: Callable[[int], None],
 ) -> None:
     torch_dtype, code = DTYPES[dtype]
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -115,7 +115,7 @@ def _write_file(
                 raise ValueError(f"{tensor.name} has shape {tuple(value.shape)}, planned was {tensor.shape}")
             raw = value.to(torch_dtype).contiguous().reshape(-1).view(torch.uint8)
             file.write(memoryview(raw.numpy()))
-            progress(tensor.name)
+            progress(tensor.nbytes(dtype))
         file.flush()
         os.fsync(file.fileno())
 

@@ -6,6 +6,7 @@ its own rules and gives other ids, TokenizersBackend is unknown to transformers 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -16,6 +17,7 @@ from typing import Any
 
 from megatron_simple.checkpoint.sentencepiece_json import NotConvertible, to_tokenizer
 from megatron_simple.data.byte_bpe import read_ranks
+from megatron_simple.data.merges import gpt2_byte_letters
 from megatron_simple.data.tokenizer import HuggingFaceTokenizer, load_tokenizer
 from megatron_simple.data.tokenizer_base import Tokenizer
 
@@ -98,24 +100,35 @@ def _from_ranks(original: Tokenizer, *, gpt2: bool) -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     ranks = read_ranks(original.files["tokenizer_model"])
-    letters = _byte_letters()
+    letters = {byte: letter for letter, byte in gpt2_byte_letters().items()}
     vocabulary = {"".join(letters[byte] for byte in token): rank for token, rank in ranks.items()}
     merges = []
     for text in sorted(vocabulary, key=vocabulary.__getitem__):
         splits = [(text[:i], text[i:]) for i in range(1, len(text))]
         known = [split for split in splits if split[0] in vocabulary and split[1] in vocabulary]
         merges += sorted(known, key=lambda split: (vocabulary[split[0]], vocabulary[split[1]]))
+    specials = _specials_beyond(original, len(ranks))
+    vocabulary |= specials  # so that each keeps its id, even where ids between them are unused
     # tiktoken takes a whole piece that is a token as it is, without merging up to it
     engine = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True))
     if gpt2:
         engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     else:
-        split = pre_tokenizers.Split(Regex(_oniguruma(original._pattern)), "isolated")
+        split = pre_tokenizers.Split(Regex(_oniguruma(original.pattern)), "isolated")
         plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         engine.pre_tokenizer = pre_tokenizers.Sequence([split, plain])
     engine.decoder = decoders.ByteLevel()
-    _add_specials(engine, [original.decode([number]) for number in range(len(ranks), original.vocab_size)])
+    _add_specials(engine, list(specials))
     return engine
+
+
+def _specials_beyond(original: Tokenizer, first: int) -> dict[str, int]:
+    """The tokens with ids from `first` on, by name; some ids may be unused."""
+    names = {}
+    for number in range(first, original.vocab_size):
+        with contextlib.suppress(ValueError):
+            names[original.decode([number])] = number
+    return names
 
 
 def _oniguruma(pattern: str) -> str:
@@ -138,13 +151,6 @@ def _add_specials(engine: Any, names: list[str]) -> None:
     from tokenizers import AddedToken
 
     engine.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in names])
-
-
-def _byte_letters() -> dict[int, str]:
-    """GPT-2's letter for each byte: printable Latin-1 stands for itself, the others follow from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(rest)}
 
 
 def _write_settings(folder: Path, original: Tokenizer, *, max_length: int) -> None:

@@ -41,18 +41,24 @@ def sites_of(config: ModelConfig) -> frozenset[str]:
 class RMSNorm(nn.Module):
     """gain * z / sqrt(mean(z^2) + eps) over the last dim, of full width `width` (PAPER.md, arXiv 2602.01212 section 3).
 
-    axis: the axis over which z's width (and so the gain) is split. The caller then sums `statistics` over it with
-        sum_over_tp and hands the total to `forward`; an axis of size one needs no message.
+    axis: the axis over which z's width (and so the gain) is split, None where it never is. With more than one rank the
+        caller sums `statistics` over it with sum_over_tp and hands the total to `forward`.
     shared: the axis whose ranks use one whole gain on different data (sequence shards, heads): the gain's gradient is
         then a partial sum, and copy_to_tp sums it exactly once, inside the graph.
     """
 
-    def __init__(self, width: int, *, eps: float, axis: Axis = Axis(), shared: Axis = Axis(), bias: bool = False):
+    def __init__(self, width: int, *, eps: float, axis: Axis | None = None, shared: Axis = Axis(), bias: bool = False):
         super().__init__()
-        self.width, self.eps, self.axis, self.shared = width, eps, axis, shared
-        dim = 0 if axis.size > 1 else None
-        self.weight = mark_shard(nn.Parameter(torch.ones(axis.part(width))), partition_dim=dim, axis=axis)
+        self.width, self.eps, self.shared = width, eps, shared
+        self.axis = axis or Axis()
+        self.split_dim = None if axis is None else 0
+        self.weight = self.vector(1.0)
         self.register_parameter("bias", None)
+
+    def vector(self, value: float) -> nn.Parameter:
+        """This shard's part of a [width] parameter."""
+        part = torch.full((self.axis.part(self.width),), value)
+        return mark_shard(nn.Parameter(part), partition_dim=self.split_dim, axis=self.axis)
 
     def statistics(self, z: Tensor) -> Tensor:
         """z [..., width / axis] -> [..., 1]: the sum of squares over this shard's part, fp32 or wider."""
@@ -68,11 +74,10 @@ class RMSNorm(nn.Module):
 class LayerNorm(RMSNorm):
     """gain * (z - mean) / sqrt(var + eps) + bias over the last dim; axis and shared as in RMSNorm."""
 
-    def __init__(self, width: int, *, eps: float, axis: Axis = Axis(), shared: Axis = Axis(), bias: bool = False):
+    def __init__(self, width: int, *, eps: float, axis: Axis | None = None, shared: Axis = Axis(), bias: bool = False):
         super().__init__(width, eps=eps, axis=axis, shared=shared)
         if bias:
-            dim = 0 if axis.size > 1 else None
-            self.bias = mark_shard(nn.Parameter(torch.zeros(axis.part(width))), partition_dim=dim, axis=axis)
+            self.bias = self.vector(0.0)
 
     def statistics(self, z: Tensor) -> Tensor:
         """z [..., width / axis] -> [..., 2]: the sum and the sum of squares over this shard's part."""
@@ -106,12 +111,14 @@ class PerHead(nn.Module):
 OPERATORS = {"RMSNorm": RMSNorm, "LayerNorm": LayerNorm}
 
 
-def make_norm(config: ModelConfig, site: str, width: int, *, axis: Axis = Axis(), shared: Axis = Axis()) -> nn.Module | None:
+def make_norm(
+    config: ModelConfig, site: str, width: int, *, axis: Axis | None = None, shared: Axis = Axis()
+) -> nn.Module | None:
     """The norm of `site`, or None where the model has none. Behind a column-parallel linear `axis` is the TP axis."""
     if site not in sites_of(config):
         return None
     operator = OPERATORS[config.normalization]
     settings = {"eps": config.norm_epsilon, "bias": config.add_bias_linear}
     if site in ("q_proj", "k_proj") and config.qk_norm_width == "head":
-        return PerHead(operator(config.head_dim, shared=axis, **settings))
+        return PerHead(operator(config.head_dim, shared=axis or Axis(), **settings))
     return operator(width, axis=axis, shared=shared, **settings)
