@@ -1,13 +1,13 @@
 """Collectives named by their effect, differentiable, for one parallel axis.
 
-| function                   | forward                   | backward                  | used for                                |
-|----------------------------|---------------------------|---------------------------|-----------------------------------------|
-| copy_to_tp                 | identity                  | all-reduce                | a replicated input (or gain) for shards |
-| reduce_from_tp             | all-reduce                | identity                  | partial outputs of a row-parallel linear |
-| sum_over_tp                | all-reduce                | all-reduce                | a statistic that every shard goes on with |
-| gather_from_tp             | all-gather, last dim      | own slice                 | whole logits for a reader               |
-| gather_from_sequence       | all-gather, sequence dim  | reduce-scatter            | shards into column-parallel linears     |
-| reduce_scatter_to_sequence | reduce-scatter            | all-gather                | row-parallel outputs into shards        |
+| function                   | forward                  | backward       | used for                                  |
+|----------------------------|--------------------------|----------------|-------------------------------------------|
+| copy_to_tp                 | identity                 | all-reduce     | a replicated input (or gain) for shards   |
+| reduce_from_tp             | all-reduce               | identity       | partial outputs of a row-parallel linear  |
+| sum_over_tp                | all-reduce               | all-reduce     | a statistic that every shard goes on with |
+| gather_from_tp             | all-gather, last dim     | own slice      | whole logits for a reader                 |
+| gather_from_sequence       | all-gather, sequence dim | reduce-scatter | shards into column-parallel linears       |
+| reduce_scatter_to_sequence | reduce-scatter           | all-gather     | row-parallel outputs into shards          |
 
 `sum_over_tp` is what a norm over a split width needs (PAPER.md): each shard's loss depends on the whole statistic, so the
 statistic's gradient is the sum of all shards' gradients. With reduce_from_tp in its place the loss stays exact and the

@@ -189,9 +189,7 @@ def test_wrong_combinations_are_refused(tmp_path, monkeypatch, changes, message)
 def test_a_blend_draws_by_weight(tmp_path):
     for number, name in enumerate("abc"):
         numbered_dataset(tmp_path / name, [300], start=1000 * number)
-    path = [
-        word for name, weight in zip("abc", ("1", "2", "5"), strict=True) for word in (weight, f"{tmp_path}/{name}")
-    ]
+    path = [word for name, weight in zip("abc", ("1", "2", "5"), strict=True) for word in (weight, f"{tmp_path}/{name}")]
     train, _, _ = build(tmp_path, data_path=path, num_samples=(80, 0, 0), split="1")
     assert isinstance(train, BlendedDataset)
     assert len(train) == 80

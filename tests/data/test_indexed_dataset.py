@@ -134,9 +134,7 @@ def test_a_full_disk_is_reported_with_file_and_cause(tmp_path):
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "a")], preexec_fn=limit, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a")], preexec_fn=limit, capture_output=True, text=True)
     assert done.returncode != 0
     assert f"File too large: '{tmp_path}/a.bin'" in done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -237,9 +235,7 @@ def test_each_damage_of_the_index_is_found_and_named(tmp_path, kind):
 def test_a_bin_of_another_size_is_found(tmp_path, size):
     write_dataset(tmp_path / "a", DOCUMENTS)
     os.truncate(tmp_path / "a.bin", size)
-    with pytest.raises(
-        DatasetError, match=rf"a\.bin is damaged: expected 20 bytes, as a\.idx says, found {size} bytes"
-    ):
+    with pytest.raises(DatasetError, match=rf"a\.bin is damaged: expected 20 bytes, as a\.idx says, found {size} bytes"):
         IndexedDataset(tmp_path / "a")
 
 

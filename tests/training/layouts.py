@@ -13,7 +13,7 @@ from megatron_simple.parallel.mesh import build_mesh, discover_process, start_di
 
 TINY = {
     "model": "llama2-tiny", "vocab_size": 250, "seq_length": 16, "micro_batch_size": 1, "global_batch_size": 4,
-    "train_iters": 4, "bf16": False, "lr": 5e-3, "clip_grad": 0.5, "data_path": ("unused",),
+    "train_iters": 4, "bf16": False, "lr": 1e-3, "clip_grad": 0.5, "data_path": ("unused",),
     "make_vocab_size_divisible_by": 8,
 }  # fmt: skip
 
