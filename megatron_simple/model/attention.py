@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from megatron_simple.config import ModelConfig
-from megatron_simple.model.norm import make_norm
+from megatron_simple.model.norm import make_norm, normalize_group
 from megatron_simple.model.rotary import apply_rotary, rotary_table
 from megatron_simple.parallel.layers import ColumnParallelLinear, RowParallelLinear, column_parallel_group
 from megatron_simple.parallel.mesh import Axis
@@ -46,7 +46,8 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [B, S, D] (or a sequence shard [B, S / tp, D]) -> the same shape."""
         projections = [self.q_proj, self.k_proj, self.v_proj]
-        q, k, v = column_parallel_group(x, projections, tp=self.tp, sequence_parallel=self.sequence_parallel)
+        zs = column_parallel_group(x, projections, tp=self.tp, sequence_parallel=self.sequence_parallel)
+        q, k, v = normalize_group(zs, [linear.norm for linear in projections], axis=self.tp)
         if self.recompute:
             out = checkpoint(self.core, q, k, v, use_reentrant=False, preserve_rng_state=False)
         else:

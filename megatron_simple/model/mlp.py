@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron_simple.config import ModelConfig
-from megatron_simple.model.norm import make_norm
+from megatron_simple.model.norm import make_norm, normalize_group
 from megatron_simple.parallel.layers import ColumnParallelLinear, RowParallelLinear, column_parallel_group
 from megatron_simple.parallel.mesh import Axis
 
@@ -37,8 +36,7 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [B, S, D] (or a sequence shard) -> the same shape."""
         linears = [self.up_proj] if self.gate_proj is None else [self.gate_proj, self.up_proj]
-        inner = column_parallel_group(x, linears, tp=self.tp, sequence_parallel=self.sequence_parallel)
-        if self.gate_proj is None:
-            return self.down_proj(F.gelu(inner[0]))
-        gate, up = inner  # each [B, S, F / tp]
-        return self.down_proj(F.silu(gate) * up)
+        zs = column_parallel_group(x, linears, tp=self.tp, sequence_parallel=self.sequence_parallel)
+        activation = "gelu" if self.gate_proj is None else "swiglu"
+        (inner,) = normalize_group(zs, [linear.norm for linear in linears], axis=self.tp, activation=activation)
+        return self.down_proj(inner)  # inner [B, S, F / tp]

@@ -9,11 +9,14 @@ down to the input's dtype, then times the gain.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron_simple.config import SITES, ConfigError, ModelConfig
+from megatron_simple.model.norm_group import NormSpec, norm_group
 from megatron_simple.parallel.collectives import copy_to_tp
 from megatron_simple.parallel.layers import mark_shard
 from megatron_simple.parallel.mesh import Axis
@@ -41,58 +44,41 @@ def sites_of(config: ModelConfig) -> frozenset[str]:
 class RMSNorm(nn.Module):
     """gain * z / sqrt(mean(z^2) + eps) over the last dim, of full width `width` (PAPER.md, arXiv 2602.01212 section 3).
 
-    axis: the axis over which z's width (and so the gain) is split, None where it never is. With more than one rank the
-        caller sums `statistics` over it with sum_over_tp and hands the total to `forward`.
+    axis: the axis over which z's width (and so the gain) is split, None where it never is. A norm with an axis is applied
+        by `normalize_group`, together with those of the projections that share its input.
     shared: the axis whose ranks use one whole gain on different data (sequence shards, heads): the gain's gradient is
         then a partial sum, and copy_to_tp sums it exactly once, inside the graph.
     """
 
+    centred = False
+
     def __init__(self, width: int, *, eps: float, axis: Axis | None = None, shared: Axis = Axis(), bias: bool = False):
         super().__init__()
-        self.width, self.eps, self.shared = width, eps, shared
+        self.spec, self.shared = NormSpec(width, eps, self.centred), shared
         self.axis = axis or Axis()
         self.split_dim = None if axis is None else 0
         self.weight = self.vector(1.0)
-        self.register_parameter("bias", None)
+        self.bias = self.vector(0.0) if bias and self.centred else None
 
     def vector(self, value: float) -> nn.Parameter:
         """This shard's part of a [width] parameter."""
-        part = torch.full((self.axis.part(self.width),), value)
+        part = torch.full((self.axis.part(self.spec.width),), value)
         return mark_shard(nn.Parameter(part), partition_dim=self.split_dim, axis=self.axis)
 
-    def statistics(self, z: Tensor) -> Tensor:
-        """z [..., width / axis] -> [..., 1]: the sum of squares over this shard's part, fp32 or wider."""
-        return z.to(torch.promote_types(z.dtype, torch.float32)).pow(2).sum(-1, keepdim=True)
+    def gain_and_bias(self) -> tuple[Tensor, Tensor | None]:
+        return copy_to_tp(self.weight, self.shared), None if self.bias is None else copy_to_tp(self.bias, self.shared)
 
-    def forward(self, z: Tensor, statistics: Tensor | None = None) -> Tensor:
-        wide = z.to(torch.promote_types(z.dtype, torch.float32))
-        mean_square = wide.pow(2).mean(-1, keepdim=True) if statistics is None else statistics / self.width
-        normed = (wide * torch.rsqrt(mean_square + self.eps)).to(z.dtype)
-        return normed * copy_to_tp(self.weight, self.shared)
+    def forward(self, z: Tensor) -> Tensor:
+        return normalize_group([z], [self], axis=self.axis)[0]
 
 
 class LayerNorm(RMSNorm):
     """gain * (z - mean) / sqrt(var + eps) + bias over the last dim; axis and shared as in RMSNorm."""
 
-    def __init__(self, width: int, *, eps: float, axis: Axis | None = None, shared: Axis = Axis(), bias: bool = False):
-        super().__init__(width, eps=eps, axis=axis, shared=shared)
-        if bias:
-            self.bias = self.vector(0.0)
+    centred = True
 
-    def statistics(self, z: Tensor) -> Tensor:
-        """z [..., width / axis] -> [..., 2]: the sum and the sum of squares over this shard's part."""
-        wide = z.to(torch.promote_types(z.dtype, torch.float32))
-        return torch.stack([wide.sum(-1), wide.pow(2).sum(-1)], dim=-1)
-
-    def forward(self, z: Tensor, statistics: Tensor | None = None) -> Tensor:
-        gain = copy_to_tp(self.weight, self.shared)
-        bias = None if self.bias is None else copy_to_tp(self.bias, self.shared)
-        if statistics is None:
-            return F.layer_norm(z, z.shape[-1:], gain, bias, self.eps)
-        mean, mean_square = (statistics / self.width).split(1, dim=-1)
-        wide = z.to(torch.promote_types(z.dtype, torch.float32))
-        normed = ((wide - mean) * torch.rsqrt(mean_square - mean.pow(2) + self.eps)).to(z.dtype)
-        return normed * gain if bias is None else normed * gain + bias
+    def forward(self, z: Tensor) -> Tensor:
+        return F.layer_norm(z, z.shape[-1:], *self.gain_and_bias(), self.spec.eps)
 
 
 class PerHead(nn.Module):
@@ -100,12 +86,29 @@ class PerHead(nn.Module):
 
     def __init__(self, norm: RMSNorm):
         super().__init__()
-        self.head_dim, self.axis = norm.width, Axis()
         self.weight, self.bias = norm.weight, norm.bias
         self._operator = (norm,)  # in a tuple: its parameters are registered here, under the names of a plain norm
 
-    def forward(self, z: Tensor, statistics: Tensor | None = None) -> Tensor:
-        return self._operator[0](z.unflatten(-1, (-1, self.head_dim))).flatten(-2)
+    def forward(self, z: Tensor) -> Tensor:
+        norm = self._operator[0]
+        return norm(z.unflatten(-1, (-1, norm.spec.width))).flatten(-2)
+
+
+def normalize_group(
+    zs: Sequence[Tensor], norms: Sequence[nn.Module | None], *, axis: Axis, activation: str | None = None
+) -> tuple[Tensor, ...]:
+    """Each projection [..., width / axis] through its norm (None: as it is), then through the activation of norm_group.
+
+    The norms' sums over the axis travel in one message per direction; none is sent where no norm needs it.
+    """
+    zs = [norm(z) if isinstance(norm, PerHead) else z for z, norm in zip(zs, norms, strict=True)]
+    norms = [None if isinstance(norm, PerHead) else norm for norm in norms]
+    if activation is None and not any(norms):
+        return tuple(zs)
+    parts = [(None, None) if norm is None else norm.gain_and_bias() for norm in norms]
+    gains, biases = zip(*parts, strict=True)
+    specs = [None if norm is None else norm.spec for norm in norms]
+    return norm_group(zs, specs, gains, biases, axis=axis, activation=activation)
 
 
 OPERATORS = {"RMSNorm": RMSNorm, "LayerNorm": LayerNorm}

@@ -33,11 +33,18 @@ def inverse_frequencies(head_dim: int, base: float, *, scaling: str | None, dtyp
     return torch.where(wavelength > low, slowed, torch.where(wavelength < high, frequencies, middle))
 
 
-@functools.lru_cache(maxsize=16)
+@torch.compiler.assume_constant_result  # a compiled block holds the table instead of computing it in every step
 def rotary_table(
     length: int, head_dim: int, *, base: float, scaling: str | None, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """cos and sin [S, H] of positions 0..S-1, computed in fp32 (or wider) and rounded to `dtype`."""
+    return _table(length, head_dim, base, scaling, dtype, device)
+
+
+@functools.lru_cache(maxsize=16)
+def _table(
+    length: int, head_dim: int, base: float, scaling: str | None, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
     wide = torch.promote_types(dtype, torch.float32)
     with torch.no_grad():
         frequencies = inverse_frequencies(head_dim, base, scaling=scaling, dtype=wide)

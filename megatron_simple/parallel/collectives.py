@@ -17,34 +17,29 @@ gradients are wrong. Each function returns its input for an axis of size one. Th
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from megatron_simple.parallel.mesh import Axis
 
 SEQUENCE_DIM = 1
+FUNCTIONAL = torch.ops._c10d_functional  # these can be traced, so a compiled block holds its messages
 
 
 def all_reduce(x: Tensor, axis: Axis, *, op: str = "sum") -> Tensor:
     """The sum (or `op="max"`) over the axis, outside autograd; returns a new tensor."""
     if axis.size == 1:
         return x
-    x = x.contiguous().clone()
-    dist.all_reduce(x, op=dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM, group=axis.group)
-    return x
+    return FUNCTIONAL.wait_tensor(FUNCTIONAL.all_reduce(x.contiguous(), op, axis.group.group_name))
 
 
 def _all_gather(x: Tensor, axis: Axis, dim: int) -> Tensor:
-    parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(axis.size)]
-    dist.all_gather(parts, x.contiguous(), group=axis.group)
-    return torch.cat(parts, dim=dim)
+    stacked = FUNCTIONAL.all_gather_into_tensor(x.contiguous(), axis.size, axis.group.group_name)  # along dim 0
+    return torch.cat(FUNCTIONAL.wait_tensor(stacked).chunk(axis.size), dim=dim)
 
 
 def _reduce_scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
-    parts = [part.contiguous() for part in x.chunk(axis.size, dim=dim)]
-    out = torch.empty_like(parts[0])
-    dist.reduce_scatter(out, parts, group=axis.group)
-    return out
+    stacked = torch.cat(x.chunk(axis.size, dim=dim))
+    return FUNCTIONAL.wait_tensor(FUNCTIONAL.reduce_scatter_tensor(stacked, "sum", axis.size, axis.group.group_name))
 
 
 class _Copy(torch.autograd.Function):

@@ -1,7 +1,7 @@
 """Linears and the embedding, split over the tensor-parallel axis; a linear takes the norm behind it as a part.
 
 Letters: B batch, S sequence, I and O a linear's input and output width, V vocabulary rows, D model width, tp the axis' size.
-A norm handed in offers `statistics(z)` (this shard's sums per token, fp32) and `forward(z, statistics)`; see model/norm.py.
+A norm behind a row-parallel linear is applied by it; those behind a group of column-parallel linears are applied together.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from megatron_simple.parallel.collectives import (
     gather_from_sequence,
     reduce_from_tp,
     reduce_scatter_to_sequence,
-    sum_over_tp,
 )
 from megatron_simple.parallel.mesh import Axis
 
@@ -40,8 +39,7 @@ def mark_shard(parameter: nn.Parameter, *, partition_dim: int | None, axis: Axis
 class ColumnParallelLinear(nn.Module):
     """y = x W^T + b with the O output columns split: weight [O / tp, I], bias [O / tp].
 
-    `forward` is the product alone, so that projections which share an input can also share their messages: call
-    `column_parallel_group`, which applies the norms too.
+    `forward` is the product alone: `norm` is applied to all projections of an input together (model/norm.py).
     """
 
     def __init__(self, in_features: int, out_features: int, *, tp: Axis, bias: bool, norm: nn.Module | None = None):
@@ -58,22 +56,12 @@ class ColumnParallelLinear(nn.Module):
 def column_parallel_group(
     x: Tensor, linears: Sequence[ColumnParallelLinear], *, tp: Axis, sequence_parallel: bool
 ) -> list[Tensor]:
-    """Norm(linear(x)) for projections of one input: one copy of x in backward, one fp32 all-reduce for all statistics.
+    """The products of projections that share an input, with one copy of it in backward; their norms are not applied yet.
 
     x [B, S, I] (or a sequence shard [B, S / tp, I]) -> one [B, S, O_i / tp] per linear.
     """
     x = gather_from_sequence(x, tp) if sequence_parallel else copy_to_tp(x, tp)
-    outputs = [linear(x) for linear in linears]
-    totals: list[Tensor | None] = [None] * len(linears)
-    split = [i for i, linear in enumerate(linears) if linear.norm is not None and linear.norm.axis.size > 1]
-    if split:
-        partial = [linears[i].norm.statistics(outputs[i]) for i in split]  # each [B, S, 1 or 2], fp32
-        summed = sum_over_tp(torch.cat(partial, dim=-1), tp)
-        for i, total in zip(split, summed.split([p.shape[-1] for p in partial], dim=-1), strict=True):
-            totals[i] = total
-    return [
-        z if linear.norm is None else linear.norm(z, total) for linear, z, total in zip(linears, outputs, totals, strict=True)
-    ]
+    return [linear(x) for linear in linears]
 
 
 class RowParallelLinear(nn.Module):

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from megatron_simple.config import BACKBONES, PLACEMENTS, ModelConfig, resolve_model
+from megatron_simple.model import norm_group
 from megatron_simple.model.init import shard_of
 from megatron_simple.model.transformer import Transformer
-from megatron_simple.parallel import layers
-from megatron_simple.parallel.collectives import all_reduce, reduce_from_tp
+from megatron_simple.parallel.collectives import all_reduce
 from megatron_simple.parallel.cross_entropy import vocab_parallel_cross_entropy
 from megatron_simple.parallel.mesh import Axis, build_mesh, discover_process, start_distributed, stop_distributed
 from tests.distributed import run_ranks
@@ -106,10 +106,11 @@ def test_every_gradient_at_two_ranks_equals_one_process() -> None:
 def _sabotaged(what: str) -> tuple[float, float, str]:
     tp = _axis()
     with pytest.MonkeyPatch.context() as patch:
-        if what == "statistic":  # the backward half of sum_over_tp removed
-            patch.setattr(layers, "sum_over_tp", reduce_from_tp)
+        if what == "statistic":  # the sums of backward stay with their shard
+            backward = norm_group._norms_backward
+            patch.setattr(norm_group, "_norms_backward", lambda *rest: backward(*rest[:-1], Axis()))
         elif what == "local statistic":
-            patch.setattr(layers, "sum_over_tp", lambda x, axis: x * axis.size)
+            patch.setattr(norm_group, "sum_over_tp", lambda x, axis: x * axis.size)
         elif what == "gain":
             from megatron_simple.model import norm
 
