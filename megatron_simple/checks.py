@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import isfinite
 
 from megatron_simple.config import SITES, Config, ConfigError, ModelConfig, resolve_model
 
@@ -18,7 +19,7 @@ def resolve(config: Config, *, world_size: int) -> Config:
 
     Raises ConfigError. `model.vocab_size` may still be open: the tokenizer decides it later.
     """
-    _check_positive(config)
+    _check_numbers(config)
     data_parallel = _data_parallel_size(config, world_size)
     training = config.training
     batch = training.global_batch_size or training.micro_batch_size * data_parallel
@@ -38,7 +39,7 @@ def resolve(config: Config, *, world_size: int) -> Config:
 
 def check_layout(config: Config, *, world_size: int) -> None:
     """Refuses a model that cannot be, or cannot be split as the parallel flags ask."""
-    _check_positive(config)
+    _check_numbers(config)
     _data_parallel_size(config, world_size)
     for check in LAYOUT_CHECKS:
         check(config)
@@ -67,15 +68,13 @@ def _train_iters(config: Config, batch: int) -> int:
     return training.train_tokens // per_step
 
 
-def _check_positive(config: Config) -> None:
+def _check_numbers(config: Config) -> None:
     for section in (config.model, config.parallel, config.training, config.save, config.log):
-        for name in POSITIVE:
-            value = getattr(section, name, None)
-            flag = "--" + name.replace("_", "-")
-            require(value is None or value > 0, f"{flag} {value}: must be above 0")
-        for name in NOT_NEGATIVE:
-            value = getattr(section, name, None)
-            require(value is None or value >= 0, f"--{name.replace('_', '-')} {value}: must not be negative")
+        for name, value in vars(section).items():
+            flag = f"--{name.replace('_', '-')} {value}"
+            require(not isinstance(value, float) or isfinite(value), f"{flag}: must be a finite number")
+            require(name not in POSITIVE or value is None or value > 0, f"{flag}: must be above 0")
+            require(name not in NOT_NEGATIVE or value is None or value >= 0, f"{flag}: must not be negative")
 
 
 POSITIVE = (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from megatron_simple.parallel.mesh import (
     Process,
     build_mesh,
     discover_process,
+    record_failure,
     start_distributed,
     stop_distributed,
 )
@@ -59,6 +61,7 @@ def report(process: Process, text: str) -> None:
         time.sleep(RANK_0_FIRST_SECONDS)
         text = f"[rank {process.rank}] {text}"
     print(text, file=sys.stderr, flush=True)
+    record_failure(text)
 
 
 def run(given: Config, process: Process) -> None:
@@ -66,6 +69,8 @@ def run(given: Config, process: Process) -> None:
     tokenizer_arguments = tokenizer_settings(config)
     config = with_vocabulary(config, tokenizer_arguments)
     source = checkpoint_source(config)
+    if process.rank == 0:
+        make_folders(config)
     device = start_distributed(process, timeout_minutes=config.parallel.distributed_timeout_minutes)
     mesh = build_mesh(config.parallel, process, device)
     source = mesh.from_writer(source)
@@ -95,6 +100,19 @@ def run(given: Config, process: Process) -> None:
         )
     finally:
         metrics.close()
+
+
+def make_folders(config: Config) -> None:
+    """Finds out before the first step, not at the first save, that a folder cannot be written."""
+    for flag, folder in (("--save", config.save.save), ("--log-dir", config.log.log_dir)):
+        if folder is None:
+            continue
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise ConfigError(f"{flag} {folder}: cannot be written: {error.strerror}") from error
 
 
 def as_given(given: Config, resolved: Config) -> ModelConfig:

@@ -25,6 +25,10 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def show(text: str) -> None:
+    print(text, end="", flush=True)
+
+
 def main() -> int:
     args = parse_arguments()
     from megatron_simple.checkpoint.text_model import load_text_model
@@ -35,8 +39,9 @@ def main() -> int:
         model = load_text_model(args.load, iteration=args.iteration)
         generations = []
         for prompt in args.prompt:
-            text, tokens = model.write(prompt, max_new_tokens=args.max_new_tokens, sampling=sampling)
-            print(prompt + text, flush=True)
+            print(prompt, end="", flush=True)
+            text, tokens = model.write(prompt, max_new_tokens=args.max_new_tokens, sampling=sampling, show=show)
+            print(flush=True)
             generations.append({"prompt": prompt, "text": text, "tokens": tokens})
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

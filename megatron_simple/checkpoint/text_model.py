@@ -16,6 +16,8 @@ from megatron_simple.data.tokenizer import load_tokenizer
 from megatron_simple.data.tokenizer_base import Tokenizer
 from megatron_simple.model.generation import Sampling, generate
 
+UNFINISHED = "\ufffd"  # what a decoder makes of the first bytes of a character
+
 
 @dataclass(frozen=True)
 class TextModel:
@@ -25,8 +27,12 @@ class TextModel:
     tokenizer: Tokenizer
     limit: int | None
 
-    def write(self, prompt: str, *, max_new_tokens: int, sampling: Sampling) -> tuple[str, list[int]]:
+    def write(
+        self, prompt: str, *, max_new_tokens: int, sampling: Sampling, show: Callable[[str], None] = lambda text: None
+    ) -> tuple[str, list[int]]:
         """The text that follows `prompt`, and its token ids; ends early at the end of a document.
+
+        `show` gets the text piece by piece as it comes; a character of several tokens waits until it is whole.
 
         An empty prompt stands for the beginning of a document. ValueError for a sequence beyond the learned positions.
         """
@@ -43,10 +49,17 @@ class TextModel:
                 f"{len(ids)} tokens of --prompt and --max-new-tokens {max_new_tokens} are more than the model's "
                 f"{self.limit} learned positions; ask for at most {max(0, self.limit - len(ids))}"
             )
+        new, text, shown = [], "", 0
         eod = self.tokenizer.eod
-        new = generate(self.logits_of, ids, max_new_tokens=max_new_tokens, sampling=sampling, stop=eod)
-        shown = new[:-1] if new and new[-1] == eod else new
-        return self._continuation(ids, shown), new
+        for token in generate(self.logits_of, ids, max_new_tokens=max_new_tokens, sampling=sampling, stop=eod):
+            new.append(token)
+            if token != eod:
+                text = self._continuation(ids, new)
+            if not text.endswith(UNFINISHED):
+                show(text[shown:])
+                shown = len(text)
+        show(text[shown:])
+        return text, new
 
     def _continuation(self, prompt: list[int], new: list[int]) -> str:
         """The text of `new` behind `prompt`: some tokenizers drop a leading space of a text of its own."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,8 +51,8 @@ def generate(
     max_new_tokens: int,
     sampling: Sampling = Sampling(),
     stop: int | None = None,
-) -> list[int]:
-    """Up to `max_new_tokens` new ids after `prompt` (at least one id), ending with `stop` if that is chosen.
+) -> Iterator[int]:
+    """Up to `max_new_tokens` new ids after `prompt` (at least one id), each as soon as chosen, ending with `stop`.
 
     `logits_of` gives the logits [1, S, V] of token ids [1, S]; each step runs the whole sequence again.
     """
@@ -62,6 +62,6 @@ def generate(
     ids = list(prompt)
     for _ in range(max_new_tokens):
         ids.append(next_token(logits_of(torch.tensor([ids]))[0, -1].cpu(), sampling, generator))
+        yield ids[-1]
         if ids[-1] == stop:
             break
-    return ids[len(prompt) :]

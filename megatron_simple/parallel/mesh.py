@@ -6,10 +6,14 @@ words; without any of them the run is one process. Tensor ranks are adjacent (fa
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import json
 import os
 import socket
+import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -99,6 +103,14 @@ def discover_process() -> Process:
             if world_size > 1 or names[0] == "RANK":
                 return Process(rank, world_size, local_rank, launcher=names[0])
     return Process()
+
+
+def record_failure(text: str) -> None:
+    """Leaves `text` where torchrun looks for the reason of a failure, so that its closing report names it."""
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if file is not None:
+        with contextlib.suppress(OSError):  # the report is torchrun's; the text has been printed already
+            Path(file).write_text(json.dumps({"message": text, "timestamp": int(time.time())}), encoding="utf-8")
 
 
 def start_distributed(process: Process, *, timeout_minutes: float) -> torch.device:

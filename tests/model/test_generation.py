@@ -40,18 +40,18 @@ def test_the_loop_feeds_back_what_it_chose_and_stops() -> None:
         seen.append(tokens[0].tolist())
         return torch.nn.functional.one_hot(tokens + 1, 10).float()
 
-    assert generate(counting, [3], max_new_tokens=3) == [4, 5, 6]
+    assert list(generate(counting, [3], max_new_tokens=3)) == [4, 5, 6]
     assert seen == [[3], [3, 4], [3, 4, 5]]
-    assert generate(counting, [1, 3], max_new_tokens=9, stop=5) == [4, 5]
+    assert list(generate(counting, [1, 3], max_new_tokens=9, stop=5)) == [4, 5]
     with pytest.raises(ValueError, match="no tokens"):
-        generate(counting, [], max_new_tokens=1)
+        list(generate(counting, [], max_new_tokens=1))
 
 
 def test_the_same_seed_draws_the_same_text() -> None:
     def flat(tokens: torch.Tensor) -> torch.Tensor:
         return torch.zeros(1, tokens.shape[1], 50)
 
-    texts = [generate(flat, [0], max_new_tokens=20, sampling=Sampling(1.0, seed=seed)) for seed in (1, 1, 2)]
+    texts = [list(generate(flat, [0], max_new_tokens=20, sampling=Sampling(1.0, seed=seed))) for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
 
 

@@ -34,7 +34,9 @@ def test_checkpoint_export_and_transformers_write_the_same(folders: tuple[Path, 
     native, exported = (load_text_model(folder) for folder in folders)
     greedy = {"max_new_tokens": 12, "sampling": Sampling()}
     text, ids = native.write("hello world", **greedy)
-    assert exported.write("hello world", **greedy) == (text, ids)
+    pieces: list[str] = []
+    assert exported.write("hello world", **greedy, show=pieces.append) == (text, ids)
+    assert "".join(pieces) == text
     assert native.tokenizer.decode(native.tokenizer.encode("hello world").tolist() + ids).startswith("hello world" + text)
     model = AutoModelForCausalLM.from_pretrained(folders[1], dtype=torch.float32, trust_remote_code=False)
     prompt = torch.tensor([native.tokenizer.encode("hello world").tolist()])
