@@ -5,6 +5,7 @@ torchrun --nproc-per-node N -m megatron_simple.pretrain [flags]      or python -
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 import tempfile
@@ -75,7 +76,7 @@ def run(given: Config, process: Process) -> None:
     mesh = build_mesh(config.parallel, process, device)
     source = mesh.from_writer(source)
 
-    from megatron_simple.training.loop import train  # DeepSpeed takes seconds to import
+    from megatron_simple.training.loop import StopSignal, train  # DeepSpeed takes seconds to import
     from megatron_simple.training.metrics import Metrics, say
 
     say_once = say if mesh.is_writer else (lambda text: None)
@@ -87,7 +88,7 @@ def run(given: Config, process: Process) -> None:
     if state.iteration >= config.training.train_iters:
         say_once(f"nothing to do: iteration {state.iteration} of {config.training.train_iters} is already done")
     loader, make_validation = build_loaders(config, mesh, sets, state)
-    try:
+    with contextlib.closing(metrics), StopSignal() as stop:
         train(
             config,
             mesh=mesh,
@@ -97,9 +98,8 @@ def run(given: Config, process: Process) -> None:
             state=state,
             metrics=metrics,
             save=saver(config, mesh, engine, tokenizer_arguments, say_once) if config.save.save else None,
+            stop=stop,
         )
-    finally:
-        metrics.close()
 
 
 def make_folders(config: Config) -> None:

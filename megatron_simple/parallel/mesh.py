@@ -110,7 +110,8 @@ def record_failure(text: str) -> None:
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if file is not None:
         with contextlib.suppress(OSError):  # the report is torchrun's; the text has been printed already
-            Path(file).write_text(json.dumps({"message": text, "timestamp": int(time.time())}), encoding="utf-8")
+            reason = {"message": text, "extraInfo": {"timestamp": int(time.time())}}
+            Path(file).write_text(json.dumps({"message": reason}), encoding="utf-8")
 
 
 def start_distributed(process: Process, *, timeout_minutes: float) -> torch.device:

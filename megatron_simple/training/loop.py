@@ -29,11 +29,17 @@ class TrainState:
 
 
 class StopSignal:
-    """Remembers that SIGTERM came, so that the loop can save after the step in progress."""
+    """Remembers that SIGTERM came while it is entered, so that the loop can save after the step in progress."""
 
     def __init__(self) -> None:
         self.received = False
-        signal.signal(signal.SIGTERM, self._remember)
+
+    def __enter__(self) -> StopSignal:
+        self._before = signal.signal(signal.SIGTERM, self._remember)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        signal.signal(signal.SIGTERM, self._before)
 
     def _remember(self, number: int, frame: Any) -> None:
         self.received = True
@@ -49,10 +55,11 @@ def train(
     state: TrainState,
     metrics: Metrics,
     save: Callable[[TrainState], None] | None,
+    stop: StopSignal,
 ) -> None:
     """Runs from `state` to --train-iters, or until it is told to stop; the last state is saved."""
     training, log = config.training, config.log
-    stop, clock, started = StopSignal(), Clock(), time.monotonic()
+    clock, started = Clock(), time.monotonic()
     saved = state.iteration
     while state.iteration < training.train_iters:
         lr = learning_rate(state.iteration + 1, training)
