@@ -1,6 +1,6 @@
 """Bytes per token that one block keeps for backward, by placement: a formula, and the count by hooks it is tested against.
 
-    python benchmarks/block_memory.py        prints the table of the README
+python benchmarks/block_memory.py        prints the table of the README
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every setting of a training run, once: frozen dataclasses from which flags and YAML are derived.
 
 Precedence, lowest first: the defaults below, `--config FILE`, the sizes behind `--model NAME`, the other flags.
-Settings that no run can have are refused by `Config.check`, naming the flags and the cure.
+Settings that no run can have are refused in checks.py, naming the flags and the cure.
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from megatron_simple.arguments import YAML_FILE, parse_config, write_yaml
+from megatron_simple.checkpoint.format import complete_checkpoints, find_checkpoint
+from megatron_simple.checkpoint.tokenizer_copy import TokenizerCopy
 from megatron_simple.checks import resolve
 from megatron_simple.config import Config, ConfigError, ModelConfig
 from megatron_simple.parallel.mesh import (
@@ -67,8 +69,8 @@ def report(process: Process, text: str) -> None:
 
 def run(given: Config, process: Process) -> None:
     config = resolve(given, world_size=process.world_size)
-    tokenizer_arguments = tokenizer_settings(config)
-    config = with_vocabulary(config, tokenizer_arguments)
+    tokenizer = read_tokenizer(config)
+    config = with_vocabulary(config, tokenizer)
     source = checkpoint_source(config)
     if process.rank == 0:
         make_folders(config)
@@ -97,7 +99,7 @@ def run(given: Config, process: Process) -> None:
             make_validation=make_validation,
             state=state,
             metrics=metrics,
-            save=saver(config, mesh, engine, tokenizer_arguments, say_once) if config.save.save else None,
+            save=saver(config, mesh, engine, tokenizer, say_once) if config.save.save else None,
             stop=stop,
         )
 
@@ -121,25 +123,23 @@ def as_given(given: Config, resolved: Config) -> ModelConfig:
     return dataclasses.replace(given.model, vocab_size=resolved.model.vocab_size)
 
 
-def tokenizer_settings(config: Config) -> dict[str, str] | None:
-    """load_tokenizer's arguments from the flags; None when no --tokenizer-type is given."""
+def read_tokenizer(config: Config) -> TokenizerCopy | None:
+    """The tokenizer of the flags; None when no --tokenizer-type is given."""
     names = ("tokenizer_type", "tokenizer_model", "vocab_file", "merge_file", "tiktoken_pattern")
     given = {name: getattr(config.data, name) for name in names if getattr(config.data, name) is not None}
     if given and "tokenizer_type" not in given:
         raise ConfigError(f"--{next(iter(given)).replace('_', '-')} needs --tokenizer-type")
-    return given or None
+    return TokenizerCopy.read(given) if given else None
 
 
-def with_vocabulary(config: Config, tokenizer_arguments: dict[str, str] | None) -> Config:
+def with_vocabulary(config: Config, tokenizer: TokenizerCopy | None) -> Config:
     """Fills in the vocabulary from the tokenizer; a model with fewer rows than the tokenizer has ids is refused."""
     size = config.model.vocab_size
-    if tokenizer_arguments is None:
+    if tokenizer is None:
         if size is None:
             raise ConfigError("give --vocab-size, or --tokenizer-type with its files, so that the vocabulary is known")
         return config
-    from megatron_simple.data.tokenizer import load_tokenizer
-
-    ids = load_tokenizer(**tokenizer_arguments).vocab_size
+    ids = tokenizer.vocab_size
     if size is not None and ids > size:
         raise ConfigError(
             f"the tokenizer has {ids} ids, but the model only {size} rows (--vocab-size {size}"
@@ -151,8 +151,6 @@ def with_vocabulary(config: Config, tokenizer_arguments: dict[str, str] | None) 
 
 def checkpoint_source(config: Config) -> str | None:
     """The checkpoint folder to start from; None for a fresh run. A --load that finds nothing is fatal."""
-    from megatron_simple.checkpoint.format import complete_checkpoints, find_checkpoint
-
     if config.save.resume:
         found, skipped = complete_checkpoints(Path(config.save.save))
         for reason in skipped:
@@ -254,7 +252,7 @@ def build_loaders(config: Config, mesh: Mesh, sets: tuple[Any, Any, Any], state:
 
 
 def saver(
-    config: Config, mesh: Mesh, engine: Any, tokenizer_arguments: dict[str, str] | None, say_once: Callable[[str], None]
+    config: Config, mesh: Mesh, engine: Any, tokenizer: TokenizerCopy | None, say_once: Callable[[str], None]
 ) -> Callable[[Any], None]:
     from megatron_simple.checkpoint.save_load import save_checkpoint
     from megatron_simple.training.optimizer import pieces
@@ -268,7 +266,7 @@ def saver(
             config=config,
             iteration=state.iteration,
             consumed_samples=state.consumed_samples,
-            tokenizer=tokenizer_arguments,
+            tokenizer=tokenizer,
         )
         say_once(f"saved {folder} in {time.perf_counter() - begun:.1f} s")
 

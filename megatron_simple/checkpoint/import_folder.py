@@ -6,10 +6,7 @@ The native format knows no layout, so what comes out serves any tensor, pipeline
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +19,11 @@ from megatron_simple.checkpoint.huggingface_config import model_config
 from megatron_simple.checkpoint.logits_check import LogitsCheck, check_logits
 from megatron_simple.checkpoint.reader import CheckpointReader
 from megatron_simple.checkpoint.safetensors_stream import TensorFolder
+from megatron_simple.checkpoint.tokenizer_copy import TokenizerCopy
 from megatron_simple.checkpoint.writer import write_weights
 from megatron_simple.checks import check_model
 from megatron_simple.config import Config, ConfigError, DataConfig, ModelConfig, TrainingConfig
-from megatron_simple.data.tokenizer import load_tokenizer
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 # Tensors that older files hold beside the weights: attention masks and rotary frequencies, which are no parameters.
 NO_PARAMETERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 
@@ -59,9 +55,8 @@ def import_folder(settings: ImportSettings, *, say: Callable[[str], None]) -> di
             data=DataConfig(),
         )
         say(f"{source}: {kind.causal_lm}, {len(names)} tensors of {', '.join(sorted(dtypes))}")
-        with _tokenizer_copy(source, model, say) as tokenizer:
-            tensors = _our_tensors(disk_tensors(model, kind), names, folder)
-            write_weights(save, config, tensors, iteration=0, tokenizer=tokenizer)
+        tokenizer = _tokenizer_copy(source, model, say)
+        write_weights(save, config, _our_tensors(disk_tensors(model, kind), names, folder), tokenizer=tokenizer)
         check = _verify(source, save, say) if settings.verify else None
     return {
         "save": settings.save,
@@ -141,24 +136,15 @@ def _our_tensors(tensors: list[DiskTensor], names: dict[str, str], folder: Tenso
         yield from tensor.split(value)
 
 
-@contextmanager
-def _tokenizer_copy(source: Path, model: ModelConfig, say: Callable[[str], None]) -> Iterator[dict[str, str] | None]:
-    """A folder with the tokenizer's files alone, as load_tokenizer's arguments; None where the source has none."""
+def _tokenizer_copy(source: Path, model: ModelConfig, say: Callable[[str], None]) -> TokenizerCopy | None:
+    """The folder's tokenizer; None where it has no tokenizer.json."""
     if not (source / "tokenizer.json").is_file():
         say(f"{source} has no tokenizer.json, so the checkpoint gets no tokenizer")
-        yield None
-        return
-    with tempfile.TemporaryDirectory() as temporary:
-        target = Path(temporary) / "huggingface"
-        target.mkdir()
-        for name in TOKENIZER_FILES:
-            if (source / name).is_file():
-                shutil.copyfile(source / name, target / name)
-        arguments = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": str(target)}
-        ids = load_tokenizer(**arguments).vocab_size
-        if ids > model.vocab_size:
-            say(f"the tokenizer has {ids} ids, the model {model.vocab_size} rows: the last ids cannot be used")
-        yield arguments
+        return None
+    copy = TokenizerCopy.read({"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": str(source)})
+    if copy.vocab_size > model.vocab_size:
+        say(f"the tokenizer has {copy.vocab_size} ids, the model {model.vocab_size} rows: the last ids cannot be used")
+    return copy
 
 
 def _verify(source: Path, save: Path, say: Callable[[str], None]) -> LogitsCheck:

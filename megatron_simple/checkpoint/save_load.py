@@ -7,7 +7,7 @@ is written by exactly one rank: replicated parameters by the first TP rank, a ti
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from megatron_simple.checkpoint.format import MOMENTS, WEIGHT, Manifest, ParameterInfo, Run
 from megatron_simple.checkpoint.reader import CheckpointReader, check_parameters
-from megatron_simple.checkpoint.writer import copy_tokenizer, partial_folder, publish, remove_old, write_runs
+from megatron_simple.checkpoint.tokenizer_copy import TokenizerCopy
+from megatron_simple.checkpoint.writer import partial_folder, publish, remove_old, write_runs
 from megatron_simple.config import Config, ConfigError
 from megatron_simple.model.transformer import parameter_table
 from megatron_simple.parallel.mesh import Mesh
@@ -42,7 +43,7 @@ def save_checkpoint(
     config: Config,
     iteration: int,
     consumed_samples: int,
-    tokenizer: Mapping[str, str] | None = None,
+    tokenizer: TokenizerCopy | None = None,
 ) -> Path:
     """Writes one complete checkpoint, together with all other ranks, and removes those beyond --keep-last."""
     directory = Path(directory)
@@ -70,7 +71,7 @@ def save_checkpoint(
             },
             parameters={name: ParameterInfo(*info) for name, info in parameter_table(config.model).items()},
             files={path.name: path.stat().st_size for path in sorted(partial.glob("*.safetensors"))},
-            tokenizer=copy_tokenizer(partial, tokenizer),
+            tokenizer=tokenizer.write(partial) if tokenizer else None,
         )
         final = publish(directory, partial, manifest)
         if config.save.keep_last:

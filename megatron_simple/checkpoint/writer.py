@@ -12,7 +12,6 @@ from torch import Tensor
 
 from megatron_simple.checkpoint.format import (
     LATEST,
-    TOKENIZER_FOLDER,
     WEIGHT,
     Manifest,
     ParameterInfo,
@@ -20,6 +19,7 @@ from megatron_simple.checkpoint.format import (
     complete_checkpoints,
     iteration_folder,
 )
+from megatron_simple.checkpoint.tokenizer_copy import TokenizerCopy
 from megatron_simple.config import Config
 from megatron_simple.model.transformer import parameter_table
 
@@ -43,26 +43,6 @@ def write_runs(path: Path, runs: Mapping[Run, Tensor]) -> int:
     with open(path, "rb+") as file:
         os.fsync(file.fileno())
     return path.stat().st_size
-
-
-def copy_tokenizer(folder: Path, arguments: Mapping[str, str] | None) -> dict[str, str] | None:
-    """Copies the files among load_tokenizer's arguments into the checkpoint; returns the arguments with bare names."""
-    if not arguments:
-        return None
-    target = folder / TOKENIZER_FOLDER
-    named = {}
-    for key, value in arguments.items():
-        source = Path(value)
-        named[key] = value
-        if key == "tokenizer_type" or not source.exists():
-            continue
-        target.mkdir(exist_ok=True)
-        named[key] = source.name
-        if source.is_dir():
-            shutil.copytree(source, target / source.name, dirs_exist_ok=True)
-        else:
-            shutil.copyfile(source, target / source.name)
-    return named
 
 
 def publish(directory: Path, partial: Path, manifest: Manifest) -> Path:
@@ -96,11 +76,11 @@ def write_weights(
     tensors: Iterable[tuple[str, Tensor]],
     *,
     iteration: int = 0,
-    tokenizer: Mapping[str, str] | None = None,
+    tokenizer: TokenizerCopy | None = None,
 ) -> Path:
     """A checkpoint of weights alone in the --save folder `folder`, from whole tensors by logical name.
 
-    `tokenizer` holds load_tokenizer's arguments; its files are copied. Returns the checkpoint's folder.
+    Returns the checkpoint's folder.
     """
     directory = Path(folder)
     partial = partial_folder(directory, iteration)
@@ -120,6 +100,6 @@ def write_weights(
         layout={"pp": 1, "dp": 1, "tp": 1, "zero_stage": 0},
         parameters=parameters,
         files=files,
-        tokenizer=copy_tokenizer(partial, tokenizer),
+        tokenizer=tokenizer.write(partial) if tokenizer else None,
     )
     return publish(directory, partial, manifest)

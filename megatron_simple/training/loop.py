@@ -78,6 +78,7 @@ def train(
         leave = mesh.any_rank(stop.received or late) or _due(state, config.save.exit_interval)
         if save and (_due(state, config.save.save_interval) or last or leave):
             with clock.paused():
+                finite_loss(config, state, result, lr=lr)
                 save(state)
                 saved = state.iteration
         if leave and not last:
@@ -91,27 +92,32 @@ def _due(state: TrainState, interval: int | None) -> bool:
     return interval is not None and state.iteration % interval == 0
 
 
-def training_row(
-    config: Config, mesh: Mesh, state: TrainState, result: StepResult, *, lr: float, step_seconds: float
-) -> dict[str, Any]:
-    """A row of metrics.jsonl. Raises ValueError when the loss is no number: the weights are then lost."""
-    training = config.training
-    loss, norm = float(result.loss), float(result.grad_norm)
+def finite_loss(config: Config, state: TrainState, result: StepResult, *, lr: float) -> float:
+    """The step's loss. ValueError when it is no number: the weights are lost, and must not be logged or saved as good."""
+    loss = float(result.loss)
     if not math.isfinite(loss):
-        first = state.consumed_samples - training.global_batch_size
+        first = state.consumed_samples - config.training.global_batch_size
         raise ValueError(
             f"iteration {state.iteration} (samples {first} to {state.consumed_samples - 1}): the loss is {loss}; "
             f"lower --lr ({lr:.3e} here) or lengthen --lr-warmup-iters, and resume from the last checkpoint"
         )
+    return loss
+
+
+def training_row(
+    config: Config, mesh: Mesh, state: TrainState, result: StepResult, *, lr: float, step_seconds: float
+) -> dict[str, Any]:
+    """A row of metrics.jsonl; ValueError when the loss is no number."""
+    training = config.training
     tokens_per_second = training.global_batch_size * training.seq_length / step_seconds
     device = torch.cuda.get_device_name(mesh.device) if mesh.device.type == "cuda" else None
     return {
         "iteration": state.iteration,
         "consumed_samples": state.consumed_samples,
         "consumed_tokens": state.consumed_samples * training.seq_length,
-        "loss": loss,
+        "loss": finite_loss(config, state, result, lr=lr),
         "learning_rate": lr,
-        "grad_norm": norm,
+        "grad_norm": float(result.grad_norm),
         "tokens_per_second": tokens_per_second,
         "step_seconds": step_seconds,
         "memory_gib": peak_memory_gib(),

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from megatron_simple.checkpoint.format import WEIGHT, Manifest, ParameterInfo, Run
-from megatron_simple.checkpoint.writer import copy_tokenizer, partial_folder, publish, write_runs, write_weights
+from megatron_simple.checkpoint.tokenizer_copy import TokenizerCopy
+from megatron_simple.checkpoint.writer import partial_folder, publish, write_runs, write_weights
 from megatron_simple.config import Config, ModelConfig, TrainingConfig, resolve_model
 from megatron_simple.model.transformer import parameter_table
 
@@ -36,7 +37,8 @@ def random_weights(config: ModelConfig, *, seed: int = 0) -> Iterator[tuple[str,
 
 
 def native_checkpoint(folder: Path, config: Config, *, tokenizer: dict[str, str] | None = None) -> Path:
-    write_weights(folder, config, random_weights(config.model), iteration=7, tokenizer=tokenizer)
+    copy = TokenizerCopy.read(tokenizer) if tokenizer else None
+    write_weights(folder, config, random_weights(config.model), iteration=7, tokenizer=copy)
     return folder
 
 
@@ -59,7 +61,6 @@ def sharded_checkpoint(folder: Path, config: Config, *, shards: int) -> Path:
     manifest = Manifest(
         iteration=7, consumed_samples=0, optimizer_step=0, config=config.to_dict(), layout={"tp": shards},
         parameters={name: ParameterInfo(*info) for name, info in table.items()}, files=files,
-        tokenizer=copy_tokenizer(partial, None),
     )  # fmt: skip
     publish(folder, partial, manifest)
     return folder
