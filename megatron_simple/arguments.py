@@ -1,7 +1,8 @@
 """Flags and YAML files, derived from the settings of config.py.
 
 A setting `some_name` is the flag `--some-name`; a boolean is a flag without a value, with its opposite where
-`unset` names one. Nothing here knows a setting by name, but for `--model`, which lays a size of zoo.py under the flags.
+`unset` names one. Nothing here knows a setting by name, but for `--model` and `--recipe`, which lay a size and a run of
+zoo.py under the flags.
 """
 
 from __future__ import annotations
@@ -86,13 +87,34 @@ def _comma_separated(value_type: type) -> typing.Callable[[str], tuple]:
 
 
 def parse_config(arguments: Sequence[str] | None = None, *, description: str = "") -> Config:
-    """The Config of a command line: defaults, then `--config FILE`, then the size of `--model`, then the flags."""
+    """The Config of a command line: defaults, `--config FILE`, the size of `--model`, the run of `--recipe`, the flags."""
     parser = _Parser(prog="megatron_simple.pretrain", description=description, allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE", help="config.yaml of an earlier run; flags override it")
+    parser.add_argument(
+        "--recipe",
+        choices=tuple(zoo.RECIPE_VARIANTS),
+        help="batch, length, steps and optimiser settings of the paper's run of --model, as its text or its released code "
+        f"has them (models: {', '.join(zoo.RECIPES)}); flags override it",
+    )
     add_settings(parser, [f.name for f in dataclasses.fields(Config)])
     given = vars(parser.parse_args(arguments))
-    file = given.pop("config")
-    return config_from(given, base=read_yaml(file) if file else None)
+    file, variant = given.pop("config"), given.pop("recipe")
+    base = read_yaml(file) if file else Config()
+    if variant is not None:
+        given = {**_recipe(variant, config_from(given, base=base).model, given), **given}
+    return config_from(given, base=base)
+
+
+def _recipe(variant: str, model: ModelConfig, given: dict[str, Any]) -> dict[str, Any]:
+    """The settings of the paper's run of this model; a length given in tokens takes the place of its number of steps."""
+    if model.model not in zoo.RECIPES:
+        raise ConfigError(f"--recipe {variant} needs the --model of one of the paper's runs: {', '.join(zoo.RECIPES)}")
+    settings = zoo.recipe(model.model, variant, norm_placement=model.norm_placement)
+    if "lr" not in {**settings, **given}:
+        raise ConfigError(f"--recipe {variant}: the paper prints no learning rate for {model.model}; give --lr")
+    if "train_tokens" in given:
+        del settings["train_iters"]
+    return settings
 
 
 def config_from(given: dict[str, Any], *, base: Config | None = None) -> Config:
