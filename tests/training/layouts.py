@@ -14,7 +14,7 @@ from megatron_simple.parallel.mesh import build_mesh, discover_process, start_di
 TINY = {
     "model": "llama2-tiny", "vocab_size": 250, "seq_length": 16, "micro_batch_size": 1, "global_batch_size": 4,
     "train_iters": 4, "bf16": False, "lr": 1e-3, "clip_grad": 0.5, "data_path": ("unused",),
-    "make_vocab_size_divisible_by": 8,
+    "make_vocab_size_divisible_by": 8, "distributed_timeout_minutes": 2,
 }  # fmt: skip
 
 
@@ -39,7 +39,7 @@ def build(settings: dict[str, Any]) -> tuple[Any, Any, Any]:
 
     process = discover_process()
     config = resolve(config_from({**TINY, **settings}), world_size=process.world_size)
-    device = start_distributed(process, timeout_minutes=2)
+    device = start_distributed(process, timeout_minutes=config.parallel.distributed_timeout_minutes)
     mesh = build_mesh(config.parallel, process, device)
     return config, mesh, Engine(config, mesh)
 
