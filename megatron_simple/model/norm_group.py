@@ -106,6 +106,11 @@ def _activate_backward(grads: Sequence[Tensor], inner: Sequence[Tensor], activat
     return grads
 
 
+def _over_tokens(x: Tensor) -> Tensor:
+    """The sum of [..., width] over all leading dims: [width]."""
+    return x.reshape(-1, x.shape[-1]).sum(0)
+
+
 def _norms_backward(
     grads: Sequence[Tensor],
     zs: Sequence[Tensor],
@@ -126,7 +131,7 @@ def _norms_backward(
         mean = total / specs[i].width
         h = hs[i] - mean[..., :1] if specs[i].centred else hs[i]
         grad_zs.append((scales[i][..., -1:] * (h - ns[i] * mean[..., -1:])).to(zs[i].dtype))
-        grad_gains.append((grads[i] * ns[i]).flatten(0, -2).sum(0).to(gains[i].dtype))
+        grad_gains.append(_over_tokens(grads[i] * ns[i]).to(gains[i].dtype))
     return grad_zs, grad_gains
 
 
@@ -161,7 +166,7 @@ class _NormGroup(torch.autograd.Function):
                 inner[i] = _gained(zs[i], gains[i], biases[i], scale, spec)
             grads = _activate_backward(grads, inner, ctx.activation)
         grad_zs, grad_gains = list(grads), [None] * count
-        grad_biases = [None if bias is None else grad.flatten(0, -2).sum(0) for grad, bias in zip(grads, biases, strict=True)]
+        grad_biases = [None if bias is None else _over_tokens(grad) for grad, bias in zip(grads, biases, strict=True)]
         of_normed = [[values[i] for i in normed] for values in (grads, zs, gains)]
         for i, grad_z, grad_gain in zip(normed, *_norms_backward(*of_normed, scales, specs, axis), strict=True):
             grad_zs[i], grad_gains[i] = grad_z, grad_gain
