@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from megatron_simple.parallel.mesh import stop_distributed
+
 TIMEOUT_SECONDS = 240
 
 
@@ -25,7 +27,13 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) ->
     """`function(*arguments)` on every rank (a module-level function; arguments and results must pickle), by rank.
 
     The ranks find each other through the variables that torchrun sets. The first failing rank's traceback is raised.
+    A single rank is this process itself: a new one would spend seconds on imports.
     """
+    if world_size == 1:
+        try:
+            return [function(*arguments)]
+        finally:
+            stop_distributed()
     context = multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
     port = free_port()

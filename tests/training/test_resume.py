@@ -26,7 +26,7 @@ def test_resume_equals_not_stopping(tmp_path: Path, data: str, ranks: int, layou
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     launch(ranks, flags(data, whole, *layout), flags(data, stopped, *layout, "--exit-interval", "3"))
     assert [row["iteration"] for row in rows(stopped) if "loss" in row] == [1, 2, 3]
-    launch(ranks, flags(data, stopped, *layout, "--resume"))  # in new processes
+    launch(ranks, flags(data, stopped, *layout, "--resume"))  # several ranks: in new processes
     assert rows(stopped) == rows(whole)
     assert [row["iteration"] for row in rows(whole) if "loss" in row] == [1, 2, 3, 4, 5, 6]
     assert tensors(stopped) == tensors(whole)
