@@ -86,9 +86,9 @@ class TestTool:
         with (tmp_path / "a.jsonl").open("wb") as file:
             for _ in range(100):
                 file.write(row * 100)  # 104 MB in all: many seconds of work
-        process = subprocess.Popen(
-            [*command, "--workers", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
-        )
+        settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment()}
+        settings["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job ignores it
+        process = subprocess.Popen([*command, "--workers", "2"], **settings)
         workers = wait_for_workers(process.pid, Path(f"{out}.partial"))
         sent = time.monotonic()
         target, sign = {
