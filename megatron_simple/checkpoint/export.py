@@ -86,8 +86,10 @@ def unfinished_folder(final: str | Path, *, flag: str) -> Iterator[Path]:
     try:
         yield partial
         os.replace(partial, final)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, OSError) and error.filename is None:  # a write to an open file does not say where
+            raise OSError(f"{flag} {final} cannot be written: {error.strerror or error}") from error
         raise
 
 

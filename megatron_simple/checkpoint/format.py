@@ -88,7 +88,7 @@ class Manifest:
             parameters = values.pop("parameters")
             shapes = {n: ParameterInfo(tuple(p["shape"]), p["partition_dim"]) for n, p in parameters.items()}
             return Manifest(parameters=shapes, **values)
-        except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+        except (OSError, json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{path}: not a readable checkpoint manifest ({error})") from error
 
     def settings(self) -> Config:
@@ -144,12 +144,12 @@ def find_checkpoint(path: str | Path, *, iteration: int | None = None, flag: str
     if iteration is not None:
         found = [folder for folder in found if folder.name == iteration_folder(iteration)]
     if not found:
-        wanted = f"a complete checkpoint of iteration {iteration}" if iteration is not None else "a complete checkpoint"
+        wanted = f"complete checkpoint of iteration {iteration}" if iteration is not None else "complete checkpoint"
         there = "; ".join(skipped) or ", ".join(sorted(p.name for p in path.iterdir())[:8]) or "nothing"
         raise ConfigError(f"{flag} {path}: holds no {wanted}, but {there}")
     latest = path / LATEST
     if iteration is None and latest.is_file():
-        named = path / latest.read_text(encoding="utf-8").strip()
+        named = path / latest.read_text(encoding="utf-8", errors="replace").strip()
         if named in found:
             return named
     return found[-1]

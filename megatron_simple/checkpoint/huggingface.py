@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from megatron_simple.config import ModelConfig
@@ -188,9 +189,12 @@ def load_model(folder: str | Path, *, dtype: torch.dtype) -> Any:
     import megatron_simple.hf  # noqa: F401  registers our classes with the Auto classes
 
     logging.disable_progress_bar()
-    model, report = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, trust_remote_code=False, local_files_only=True, output_loading_info=True
-    )
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, trust_remote_code=False, local_files_only=True, output_loading_info=True
+        )
+    except SafetensorError as error:
+        raise ValueError(f"{folder}: its .safetensors cannot be read ({error}); copy the folder again") from error
     wrong = sorted(name for kind in ("missing_keys", "unexpected_keys", "mismatched_keys") for name in report[kind])
     if wrong:
         raise ValueError(f"{folder}: transformers finds {wrong[0]} missing, unexpected or of another shape")

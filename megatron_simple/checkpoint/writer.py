@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -38,8 +39,11 @@ def fsync_folder(folder: Path) -> None:
 
 
 def write_runs(path: Path, runs: Mapping[Run, Tensor]) -> int:
-    """One rank's file, flushed to disk; returns its size in bytes."""
-    save_file({run.key(): tensor.contiguous() for run, tensor in runs.items()}, path)
+    """One rank's file, flushed to disk; returns its size in bytes. OSError that names the file when it cannot be written."""
+    try:
+        save_file({run.key(): tensor.contiguous() for run, tensor in runs.items()}, path)
+    except SafetensorError as error:
+        raise OSError(f"{path} cannot be written ({error}); make room and start again with --resume") from error
     with open(path, "rb+") as file:
         os.fsync(file.fileno())
     return path.stat().st_size

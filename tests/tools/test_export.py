@@ -112,3 +112,10 @@ def test_errors_are_one_sentence(tmp_path: Path, checkpoint: Path) -> None:
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "out.partial").exists()
     assert_one_sentence(run("checkpoint_to_hf", "--load", tmp_path / "nothing", *out), "--load", "no such folder")
+
+
+def test_a_full_disk_is_told_with_the_path_and_leaves_nothing(tmp_path: Path, checkpoint: Path) -> None:
+    tool = [sys.executable, str(TOOLS / "checkpoint_to_hf.py"), "--load", str(checkpoint), "--output", str(tmp_path / "hf")]
+    done = subprocess.run(["bash", "-c", 'ulimit -f 20; exec "$@"', "-", *tool], capture_output=True, text=True, timeout=120)
+    assert_one_sentence(done, f"--output {tmp_path / 'hf'} cannot be written", "File too large")
+    assert list(tmp_path.iterdir()) == []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,14 @@ def test_the_program(folders: tuple[Path, Path], tmp_path: Path) -> None:
     assert_one_sentence(call("generate", "--load", tmp_path / "nothing", "--prompt", "x"), "--load", "no such folder")
     assert_one_sentence(call("generate", "--load", folders[0], "--prompt", "x", "--temperature", -1), "--temperature")
     assert_one_sentence(call("generate", "--load", folders[0], "--prompt", "x", "--max-new-tokens", 0), "--max-new-tokens")
+
+
+def test_a_truncated_folder_is_named(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    shutil.copytree(folders[1], tmp_path / "cut")
+    weights = tmp_path / "cut" / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size - 100)
+    done = call("generate", "--load", tmp_path / "cut", "--prompt", "x")
+    assert_one_sentence(done, str(tmp_path / "cut"), "copy the folder again")
 
 
 def test_without_tokenizer_there_is_no_text(tmp_path: Path) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from megatron_simple.checkpoint.format import complete_checkpoints, find_checkpoint
 from megatron_simple.pretrain import main as train
 from tests.training.runs import flags, rows
 
@@ -112,3 +115,34 @@ def test_lost_weights_are_never_saved(
     assert train(flags(data, run, "--fp32", *sparse)) == 1
     assert "the loss is nan" in capsys.readouterr().err
     assert not list(run.glob("iter_*"))
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"", b"../../etc", b"iter_0000099", b"\0"])
+def test_an_unreadable_latest_gives_way_to_the_newest(tmp_path: Path, saved: Path, content: bytes) -> None:
+    shutil.copytree(saved, tmp_path / "copy")
+    (tmp_path / "copy" / "latest").write_bytes(content)
+    assert find_checkpoint(tmp_path / "copy").name == "iter_0000006"
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"{}", b"[]", b'{"version": 1, "parameters": []}', b"3"])
+def test_a_manifest_of_another_kind_is_passed_over_by_name(tmp_path: Path, saved: Path, content: bytes) -> None:
+    shutil.copytree(saved, tmp_path / "copy")
+    (tmp_path / "copy" / "iter_0000006" / "checkpoint.json").write_bytes(content)
+    found, (reason,) = complete_checkpoints(tmp_path / "copy")
+    assert [folder.name for folder in found] == ["iter_0000002", "iter_0000004"]
+    assert "iter_0000006/checkpoint.json: not a readable checkpoint manifest" in reason
+
+
+def test_a_full_disk_at_a_save_is_told_with_the_path_and_leaves_no_checkpoint(tmp_path: Path, data: str) -> None:
+    run = tmp_path / "run"
+    program = [sys.executable, "-m", "megatron_simple.pretrain", *flags(data, run, "--fp32", "--eval-iters", "0")]
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -f 500; exec "$@"', "-", *program], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {run / 'partial-iter_0000006'}/pp0-dp0-tp0.safetensors cannot be written")
+    assert done.stderr.count("\n") == 1
+    assert list(run.glob("iter_*")) == []
+    assert train(flags(data, run, "--fp32", "--resume")) == 0  # with room again
+    assert (run / "iter_0000006" / "checkpoint.json").is_file()
+    assert list(run.glob("partial*")) == []
